@@ -1,0 +1,106 @@
+"""Small facts about a node: its value, its operator, sizes that are provably equal, constants.
+
+Sizes are compared by what the shape environment already knows. Nothing here adds a guard: a size that cannot
+be proven equal counts as different.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def value(node: object) -> Any:
+    """The fake tensor or symbolic number of ``node``; a plain number stands for itself."""
+    return node.meta["val"] if isinstance(node, Node) else node
+
+
+def tensor(node: object) -> torch.Tensor | None:
+    """The fake tensor of ``node``, or None where it is something else."""
+    found = node.meta.get("val") if isinstance(node, Node) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def shape(node: Node) -> tuple[Any, ...]:
+    """The sizes of a tensor node."""
+    return tuple(node.meta["val"].shape)
+
+
+def same(left: object, right: object) -> bool:
+    """Whether two sizes (numbers, symbols, or nodes that hold one) are provably equal."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    left, right = value(left), value(right)
+    return left is right or statically_known_true(left == right)
+
+
+def is_op(node: object, *targets: object) -> bool:
+    """Whether ``node`` calls one of ``targets``, given as overloads or as overload packets."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    packet = getattr(node.target, "overloadpacket", None)
+    return node.target in targets or packet in targets
+
+
+def argument(node: Node, name: str) -> Any:
+    """The argument ``name`` of an operator's call, wherever it was passed; its default where it was not."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    for position, parameter in enumerate(schema.arguments):
+        if parameter.name == name:
+            if name in node.kwargs:
+                return node.kwargs[name]
+            if position < len(node.args):
+                return node.args[position]
+            return parameter.default_value
+    raise KeyError(f"{node.target} has no argument {name}")
+
+
+def is_zero(node: object) -> bool:
+    """Whether ``node`` is +0 everywhere: the number, or a tensor filled with it."""
+    if isinstance(node, Node):
+        if not is_op(node, aten.full, aten.zeros, aten.zeros_like, aten.new_zeros, aten.full_like):
+            return False
+        filled = is_op(node, aten.full, aten.full_like)
+        node = argument(node, "fill_value") if filled else 0
+    return isinstance(node, int | float) and node == 0 and math.copysign(1, node) > 0
+
+
+def iota_length(node: object) -> object | None:
+    """The length of ``node`` when it is 0, 1, 2, ...; None when it is not."""
+    if is_op(node, prims.iota) and argument(node, "start") == 0 and argument(node, "step") == 1:  # type: ignore[arg-type]
+        return argument(node, "length")  # type: ignore[arg-type]
+    return None
+
+
+def without_int_cast(node: Node) -> Node:
+    """``node`` before any conversion between integer types that keeps every value."""
+    while is_op(node, prims.convert_element_type, aten._to_copy, aten.clone):
+        origin = node.args[0]
+        before, after = tensor(origin), tensor(node)
+        if before is None or after is None or before.dtype not in INTEGERS or after.dtype not in INTEGERS:
+            break
+        if after.dtype.itemsize < before.dtype.itemsize:
+            break
+        assert isinstance(origin, Node)
+        node = origin
+    return node
+
+
+def describe(node: object) -> str:
+    """A node in a reader's words: operator, dtype and sizes."""
+    if not isinstance(node, Node):
+        return repr(node)
+    name = str(node.target) if node.op == "call_function" else f"{node.op} {node.name}"
+    found = tensor(node)
+    if found is None:
+        return name
+    sizes = ", ".join(str(size) for size in found.shape)
+    return f"{name} {str(found.dtype).removeprefix('torch.')}[{sizes}]"
