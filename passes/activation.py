@@ -47,8 +47,7 @@ def elementwise(node: Node, operands: tuple[object, ...]) -> Term:
     """The term of ``node`` over ``operands``: terms for padded values, numbers as they are."""
     if is_op(node, prims.convert_element_type, aten._to_copy):
         return Op("cast", operands[:1], node.meta["val"].dtype)
-    packet = getattr(node.target, "overloadpacket", None)
-    name = _NAMES.get(packet)
+    name = next((name for packet, name in _NAMES.items() if is_op(node, packet)), None)
     plain = name is not None and not (name in ("add", "div") and node.kwargs)
     return Op(name if plain and name is not None else str(node.target), operands)
 

@@ -31,7 +31,7 @@ class GraphEdit:
         if target._schema.is_mutable:
             node.meta["val"] = None
             return node
-        from torch._dynamo.utils import detect_fake_mode
+        from torch._guards import detect_fake_mode
 
         operands = map_arg(args, value)
         fake_mode = detect_fake_mode(operands)

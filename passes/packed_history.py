@@ -22,7 +22,6 @@ from ple_inductor.passes.graph_facts import (
     prims,
     same,
     shape,
-    tensor,
 )
 from ple_inductor.passes.ragged_index import RaggedIndex, prove_index
 from ple_inductor.passes.refusal import Refuse
@@ -49,7 +48,7 @@ class Packing:
     Args:
         node: The ``index_put``, [N, L, C] in some order.
         axes: Its axes: "n", "l" and "c".
-        x: The ragged rows, [T, C].
+        x: The ragged rows, [T, C]; [C] where T is 1.
         request: Index tensor [T].
         column: Index tensor [T].
         index: What the two stand for.
@@ -138,13 +137,15 @@ def prove_packing(node: Node, axes: Axes) -> Packing:
     if not is_zero(base):
         raise Refuse("pack_fill", node, "zeros", _fill(base))
     request, column, other = _put_indices(node, axes)
-    rows = shape(x)
     channel = axes.index("c")
-    if len(rows) != 2 or not same(rows[1], shape(node)[channel]):
-        raise Refuse("pack_form", node, "rows [T, C]", describe(x))
-    if other not in (channel, None) or tensor(x) is None:
+    tokens = shape(request)[0]
+    # A single token may come as a vector [C].
+    rows = (1, *shape(x)) if len(shape(x)) == 1 else shape(x)
+    if len(rows) != 2 or not same(rows[0], tokens) or not same(rows[1], shape(node)[channel]):
+        raise Refuse("pack_form", node, f"one row [C] a token, [{tokens}, C]", describe(x))
+    if other not in (channel, None):
         raise Refuse("pack_form", node, "an index over requests and columns only", describe(node))
-    index = prove_index(request, column, rows[0], node, "pack_index")
+    index = prove_index(request, column, tokens, node, "pack_index")
     sizes = dict(zip(axes, shape(node), strict=True))
     bounds = shape(index.query_start_loc)[0]
     if not same(sizes["n"] + 1, bounds):

@@ -140,7 +140,7 @@ def rewrite(edit: GraphEdit, proof: Proof) -> Rewrite:
             if key not in results:
                 results[key] = edit.call(
                     torch.ops.ple_inductor.varlen_short_conv.default,
-                    packing.x,
+                    shared.x,
                     shared.weight,
                     bounds,
                     shared.pool,
@@ -163,6 +163,7 @@ def rewrite(edit: GraphEdit, proof: Proof) -> Rewrite:
 
 @dataclass(frozen=True)
 class _Shared:
+    x: Node
     weight: Node
     pool: Node | None
     has_initial_state: Node | None
@@ -170,9 +171,10 @@ class _Shared:
 
 def _emit_shared(edit: GraphEdit, proof: Proof) -> _Shared:
     """Operands that several calls read."""
-    weight, rows = _weight(proof.conv), proof.initial.rows
+    weight, rows, x = _weight(proof.conv), proof.initial.rows, proof.history.packing.x
     flat = is_op(weight, aten.unsqueeze) and argument(weight, "dim") in (1, -2)
     return _Shared(
+        x if len(shape(x)) == 2 else edit.call(aten.unsqueeze.default, x, 0),
         weight.args[0] if flat else edit.call(aten.squeeze.dim, weight, 1),  # type: ignore[arg-type]
         _emit_pool(edit, rows) if rows else None,
         emit_conjunction(edit, proof.initial.has_initial_state),
@@ -193,7 +195,7 @@ def _emit_write_back(edit: GraphEdit, proof: Proof, write_back: WriteBack, share
         edit.call(
             torch.ops.ple_inductor.update_conv_state.default,
             shared.pool,
-            packing.x,
+            shared.x,
             packing.index.query_start_loc,
             write_back.rows.slots,
             shared.has_initial_state,
@@ -254,8 +256,8 @@ def _report(proof: Proof) -> Rewrite:
     sizes = {
         "N": packing.requests,
         "L": packing.columns,
-        "T": x.shape[0],
-        "C": x.shape[1],
+        "T": shape(packing.request)[0],
+        "C": x.shape[-1],
         "K": shape(_weight(proof.conv))[2],
         "d": value(proof.dilation),
         "b": x.dtype.itemsize,

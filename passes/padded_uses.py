@@ -141,7 +141,7 @@ def _unpack(node: Node, value: Padded, packing: Packing) -> Unpack:
         raise Refuse("unpack_axes", node, "indices over requests and columns", describe(node))
     request, column = at["n"], at["l"]
     if request is not packing.request or column is not packing.column:
-        tokens = shape(packing.x)[0]
+        tokens = shape(packing.request)[0]
         index = prove_index(request, column, tokens, node, "unpack_index")
         if index != packing.index:
             raise Refuse(

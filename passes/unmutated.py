@@ -1,8 +1,8 @@
 """Prove that nothing writes into an operand of the new operators.
 
 In a functional graph a write to a graph input is a ``copy_`` into it at the end, or an operator with a
-mutable schema. The new operators read their operands at another place than the padded code did, so an operand that is
-also written is refused, whatever the order: node order in a functional graph proves nothing.
+mutable schema. The new operators read their operands at another place than the padded code did, so an
+operand that is also written is refused, whatever the order: node order in a functional graph proves nothing.
 """
 
 from __future__ import annotations

@@ -42,11 +42,16 @@ def call_body(
     state_indices: torch.Tensor,
     has_initial_state: torch.Tensor,
     dilation: int,
+    decode_tokens: int = 0,
 ) -> torch.Tensor:
-    """Call ``method``, compiled or not, as the engine's dispatch does for a step of prefills alone."""
+    """Call ``method``, compiled or not, as the engine's dispatch does.
+
+    ``decode_tokens`` requests of one token stand in front of the prefills in the engine's batch.
+    """
+    in_batch = torch.cat((torch.arange(decode_tokens, dtype=torch.int32), query_start_loc + decode_tokens))
     layer = SimpleNamespace(conv_state_len=(weight.shape[1] - 1) * dilation, short_conv_dilation=dilation)
     metadata = SimpleNamespace(
-        non_spec_query_start_loc=query_start_loc,
+        non_spec_query_start_loc=in_batch,
         query_start_loc_p=query_start_loc,
         has_initial_states_p=has_initial_state,
         max_prefill_query_len=max_len,
@@ -59,7 +64,7 @@ def call_body(
         conv_weights=weight,
         state_indices_tensor_p=state_indices,
         num_prefills=query_start_loc.numel() - 1,
-        num_decode_tokens=0,
+        num_decode_tokens=decode_tokens,
         num_prefill_tokens=x.shape[0],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,13 +36,19 @@ class Recorded:
         return [miss.code for miss in self.misses]
 
 
-def record(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Recorded:
-    """Compile ``fn`` afresh, call it once on the given arguments, and record the graphs and the code."""
+def record(
+    fn: Callable[..., Any], *args: Any, dynamic: bool = True, call: Callable[..., Any] | None = None
+) -> Recorded:
+    """Compile ``fn`` afresh, call it once on the given arguments, and record the graphs and the code.
+
+    ``call(compiled, *args)`` makes the call where the function wants its arguments in another form.
+    """
     recorded = Recorded()
     torch._dynamo.reset()
     with recording(recorded):
         compiled = torch.compile(fn, dynamic=dynamic)
-        recorded.output, recorded.code = run_and_get_code(compiled, *args, **kwargs)
+        called = compiled if call is None else functools.partial(call, compiled)
+        recorded.output, recorded.code = run_and_get_code(called, *args)
     return recorded
 
 
