@@ -8,6 +8,7 @@ nothing. They move values and never change them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch.fx import Node
@@ -89,6 +90,24 @@ def permutation(node: Node) -> list[int] | None:
         order[first], order[second] = order[second], order[first]
         return order
     return None
+
+
+def filled_with(node: object) -> object | None:
+    """The number that fills ``node`` everywhere, behind changes of layout; None where it varies."""
+    while is_layout(node):
+        assert isinstance(node, Node)
+        node = node.args[0]
+    if isinstance(node, int | float):
+        return node
+    if is_op(node, aten.full, aten.full_like):
+        return argument(node, "fill_value")  # type: ignore[arg-type]
+    return 0 if is_op(node, aten.zeros, aten.zeros_like, aten.new_zeros) else None
+
+
+def is_zero(node: object) -> bool:
+    """Whether ``node`` is +0 everywhere."""
+    filling = filled_with(node)
+    return isinstance(filling, int | float) and filling == 0 and math.copysign(1, filling) > 0
 
 
 def broadcast(node: Node, axes: Axes) -> Axes:

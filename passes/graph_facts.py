@@ -1,4 +1,4 @@
-"""Small facts about a node: its value, its operator, sizes that are provably equal, constants.
+"""Small facts about a node: its value, its operator, sizes that are provably equal.
 
 Sizes are compared by what the shape environment already knows. Nothing here adds a guard: a size that cannot
 be proven equal counts as different.
@@ -6,7 +6,6 @@ be proven equal counts as different.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -61,16 +60,6 @@ def argument(node: Node, name: str) -> Any:
                 return node.args[position]
             return parameter.default_value
     raise KeyError(f"{node.target} has no argument {name}")
-
-
-def is_zero(node: object) -> bool:
-    """Whether ``node`` is +0 everywhere: the number, or a tensor filled with it."""
-    if isinstance(node, Node):
-        if not is_op(node, aten.full, aten.zeros, aten.zeros_like, aten.new_zeros, aten.full_like):
-            return False
-        filled = is_op(node, aten.full, aten.full_like)
-        node = argument(node, "fill_value") if filled else 0
-    return isinstance(node, int | float) and node == 0 and math.copysign(1, node) > 0
 
 
 def iota_length(node: object) -> object | None:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from ple_inductor.passes.axes import Axes, backward, behind_transpositions
+from ple_inductor.passes.axes import Axes, backward, behind_transpositions, is_zero
 from ple_inductor.passes.graph_facts import (
     argument,
     aten,
     describe,
     is_op,
-    is_zero,
     prims,
     same,
     shape,

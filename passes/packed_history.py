@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from ple_inductor.passes.axes import Axes, backward
+from ple_inductor.passes.axes import Axes, backward, filled_with, is_zero
 from ple_inductor.passes.graph_facts import (
     argument,
     aten,
     describe,
     is_op,
-    is_zero,
     prims,
     same,
     shape,
@@ -173,7 +172,7 @@ _AXIS_NAMES = {"n": "requests", "l": "columns", "c": "channels"}
 
 
 def _is_packing(node: object) -> bool:
-    return is_op(node, aten.index_put) and isinstance(node, Node) and is_op(node.args[0], aten.full)
+    return is_op(node, aten.index_put) and isinstance(node, Node) and filled_with(node.args[0]) is not None
 
 
 def _reaches_packing(node: object) -> bool:
@@ -192,6 +191,5 @@ def _refuse_what_stands_before(node: Node) -> None:
 
 
 def _fill(base: Node) -> str:
-    if is_op(base, aten.full):
-        return f"a buffer filled with {argument(base, 'fill_value')}"
-    return describe(base)
+    filling = filled_with(base)
+    return describe(base) if filling is None else f"a buffer filled with {filling}"

@@ -27,6 +27,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ple_inductor.passes.activation import prove_activation
+from ple_inductor.passes.axes import filled_with
 from ple_inductor.passes.graph_edit import GraphEdit
 from ple_inductor.passes.graph_facts import argument, aten, describe, is_op, same, shape, tensor, value
 from ple_inductor.passes.initial_state import InitialState, StateRows, prove_initial_state
@@ -123,9 +124,9 @@ def prove_dtypes(conv: Node, history: History) -> torch.dtype:
 
 def rewrite(edit: GraphEdit, proof: Proof) -> Rewrite:
     """Put the operators in place of what ``proof`` covers."""
-    import ple_inductor.lowerings.update_conv_state
-    import ple_inductor.lowerings.varlen_short_conv  # noqa: F401
+    from ple_inductor.lowerings.inductor import register
 
+    register()
     report = _report(proof)
     graph = edit.graph
     packing, rows = proof.history.packing, proof.initial.rows
@@ -234,7 +235,7 @@ def _operands(proof: Proof) -> list[Node]:
 
 
 def _packs_nearby(conv: Node) -> bool:
-    """Whether an ``index_put`` or scatter into a filled buffer lies close behind the convolution's input."""
+    """Whether an ``index_put`` or scatter into a filled buffer lies close behind ``conv``'s input."""
     queue: list[object] = [conv.args[0]]
     seen: set[Node] = set()
     while queue and len(seen) < _NEARBY:
@@ -242,7 +243,10 @@ def _packs_nearby(conv: Node) -> bool:
         if not isinstance(node, Node) or node in seen:
             continue
         seen.add(node)
-        if is_op(node, aten.index_put, aten.scatter, aten.index_copy) and is_op(node.args[0], aten.full):
+        if (
+            is_op(node, aten.index_put, aten.scatter, aten.index_copy)
+            and filled_with(node.args[0]) is not None
+        ):
             return True
         queue += node.all_input_nodes
     return False

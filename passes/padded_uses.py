@@ -16,8 +16,8 @@ from typing import Literal
 from torch.fx import Graph, Node
 
 from ple_inductor.passes.activation import CONV, Term, elementwise
-from ple_inductor.passes.axes import Axes, forward, is_layout
-from ple_inductor.passes.graph_facts import aten, describe, is_op, is_zero, same, shape, tensor
+from ple_inductor.passes.axes import Axes, forward, is_layout, is_zero
+from ple_inductor.passes.graph_facts import aten, describe, is_op, same, shape, tensor
 from ple_inductor.passes.packed_history import History, Packing
 from ple_inductor.passes.ragged_index import prove_index
 from ple_inductor.passes.refusal import Refuse

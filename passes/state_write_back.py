@@ -16,14 +16,13 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from ple_inductor.passes.axes import Axes, backward, broadcast, forward, is_layout, varies
+from ple_inductor.passes.axes import Axes, backward, broadcast, forward, is_layout, is_zero, varies
 from ple_inductor.passes.graph_facts import (
     argument,
     aten,
     describe,
     iota_length,
     is_op,
-    is_zero,
     prims,
     same,
     shape,
