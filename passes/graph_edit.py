@@ -22,6 +22,7 @@ class GraphEdit:
         self._anchor = anchor
         self._before = {node: (node.args, node.kwargs) for node in graph.nodes}
         self._doomed: list[Node] = []
+        self._committed = False
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A call of ``target`` at the graph's insertion point, with its fake value."""
@@ -52,12 +53,15 @@ class GraphEdit:
     def commit(self) -> None:
         """Erase what is dead. Raises before the first erasure when the edited graph is not well formed."""
         self.graph.lint()
+        self._committed = True
         for node in self._doomed:
             self.graph.erase_node(node)
         self.graph.eliminate_dead_code()
 
     def undo(self) -> None:
-        """Give the graph back as it was."""
+        """Give the graph back as it was; a graph that was committed is well formed and stays."""
+        if self._committed:
+            return
         for node, (args, kwargs) in self._before.items():
             if node.args != args:
                 node.args = args
