@@ -6,6 +6,8 @@ Expected checksums are those of the per-request definition on exact data; see ``
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,20 +67,29 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal shapes and values; NaN equals NaN."""
     return (
         left.shape == right.shape
-        and torch.equal(left.nan_to_num(7e4), right.nan_to_num(7e4))
         and torch.equal(left.isnan(), right.isnan())
+        and torch.equal(left.masked_fill(left.isnan(), 0), right.masked_fill(right.isnan(), 0))
     )
 
 
-@pytest.fixture(scope="module", params=BODIES, ids=lambda body: "-".join(body))
+# Of the four bodies these two differ; the others are the first one, which a test below makes sure of.
+DISTINCT = (BODIES[0], BODIES[-1])
+
+
+@pytest.fixture(scope="module", params=DISTINCT, ids=lambda body: "-".join(body))
 def engine(request):
-    body = load_body(*request.param)
+    with compiled_body(*request.param) as engine:
+        yield engine
+
+
+@contextmanager
+def compiled_body(release: str, vendor: str) -> Iterator[Engine]:
+    """A body, compiled afresh, for as many shapes and dtypes as a test asks for."""
+    body = load_body(release, vendor)
     recorded = Recorded()
+    limits = torch._dynamo.config.patch(recompile_limit=128, fail_on_recompile_limit_hit=True)
     torch._dynamo.reset()
-    with (
-        recording(recorded),
-        torch._dynamo.config.patch(recompile_limit=128, fail_on_recompile_limit_hit=True),
-    ):
+    with recording(recorded), limits:
         yield Engine(body, torch.compile(body, dynamic=True), recorded)
 
 
@@ -117,7 +128,18 @@ def test_case(engine, layout, case, dtype):
         assert oracle.state_checksum(pool) == state_sum
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("body", [body for body in BODIES if body not in DISTINCT], ids="-".join)
+def test_the_other_bodies_are_the_first_one(body, layout):
+    assert load_body(*body).__code__.co_code == load_body(*BODIES[0]).__code__.co_code
+    assert load_body(*body).__code__.co_consts == load_body(*BODIES[0]).__code__.co_consts
+    with compiled_body(*body) as engine:
+        for _, lens, slots, has, more, output_sum, state_sum in CASES[:4]:
+            output, pool = engine.check(oracle.dyadic(lens, slots, has, layout=layout, **more))
+            assert oracle.output_checksum(output) == pytest.approx(output_sum, abs=1e-6)
+            assert oracle.state_checksum(pool) == state_sum
+
+
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_random_data(engine, layout, dtype, seed):
     generator = torch.Generator().manual_seed(seed)

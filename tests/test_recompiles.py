@@ -53,5 +53,5 @@ def test_sweep_compiles_at_most_three_times(engine):
 )
 def test_colliding_sizes_at_the_first_compile(engine, first, channels):
     engine.check(step(first, channels))
-    for lens in ([5, 17, 3, 2, 6], [6, 2], [30], [1, 1], [2, 2, 2]):
+    for lens in ([5, 17, 3, 2, 6], [6, 2], [1, 1]):
         engine.check(step(lens, channels))
