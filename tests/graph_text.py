@@ -9,6 +9,7 @@ release that only renames.
 from __future__ import annotations
 
 import re
+import textwrap
 
 import torch
 from torch.fx import Graph, Node
@@ -53,7 +54,9 @@ class _Printer:
                     self.names[node] = f"%{sum(name.startswith('%') for name in self.names.values())}"
                     call = f"{self.names[node]}: {self.type(value)} = {call}"
                 lines.append(call)
-        return "\n".join(lines)
+        return "\n".join(
+            part for line in lines for part in textwrap.wrap(line, 100, subsequent_indent="    ")
+        )
 
     def argument(self, arg: object) -> str:
         if isinstance(arg, Node):

@@ -13,8 +13,10 @@ import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from graph_text import graph_text
+from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import run_and_get_code
 
+from ple_inductor.explanation import _run_eager
 from ple_inductor.passes.outcome import Miss, Rewrite
 from ple_inductor.passes.pipeline import run
 
@@ -37,19 +39,32 @@ class Recorded:
 
 
 def record(
-    fn: Callable[..., Any], *args: Any, dynamic: bool = True, call: Callable[..., Any] | None = None
+    fn: Callable[..., Any],
+    *args: Any,
+    dynamic: bool = True,
+    call: Callable[..., Any] | None = None,
+    codegen: bool = True,
 ) -> Recorded:
     """Compile ``fn`` afresh, call it once on the given arguments, and record the graphs and the code.
 
-    ``call(compiled, *args)`` makes the call where the function wants its arguments in another form.
+    ``call(compiled, *args)`` makes the call where the function wants its arguments in another form. Without
+    ``codegen`` the graphs are recorded and the original ones run eager, which saves the C++ compiler.
     """
     recorded = Recorded()
     torch._dynamo.reset()
     with recording(recorded):
-        compiled = torch.compile(fn, dynamic=dynamic)
+        backend = "inductor" if codegen else _graphs_only
+        compiled = torch.compile(fn, dynamic=dynamic, backend=backend)
         called = compiled if call is None else functools.partial(call, compiled)
-        recorded.output, recorded.code = run_and_get_code(called, *args)
+        if codegen:
+            recorded.output, recorded.code = run_and_get_code(called, *args)
+        else:
+            recorded.output = called(*args)
     return recorded
+
+
+def _graphs_only(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+    return compile_fx(gm, example_inputs, inner_compile=_run_eager)
 
 
 @contextmanager
