@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -224,13 +225,21 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
     arguments = parser.parse_args()
     began = time.perf_counter()
+    load = os.getloadavg()[0]
     rows = [*memory_rows(), *time_rows(), *growth_rows(), *small_rows()]
     here = machine.describe()
-    about = f"{here['cpu']}, {here['cores']} cores, {torch.get_num_threads()} threads, torch {here['torch']}"
+    # Another busy process slows the padded forms most (their threads wait for each other): it must show.
+    about = (
+        f"{here['cpu']}, {here['cores']} cores, {torch.get_num_threads()} threads, torch {here['torch']}, "
+        f"load {load:.1f} before the run"
+    )
     show(rows, about)
     say(f"took {time.perf_counter() - began:.0f} s")
     if arguments.json is not None:
-        found = {"machine": here, "rows": [asdict(row) | {"passed": row.passed} for row in rows]}
+        found = {
+            "machine": here | {"load": load},
+            "rows": [asdict(row) | {"passed": row.passed} for row in rows],
+        }
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     return 1 if any(row.passed is False for row in rows) else 0
 

@@ -13,7 +13,7 @@ state width. ``i_*`` program ids, ``o_*`` offsets (int64), ``m_*`` masks, ``b_*`
 """
 
 # Kernel arguments are of the compiler's types.
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 from __future__ import annotations
 

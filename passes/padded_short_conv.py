@@ -81,7 +81,7 @@ def prove(graph: Graph, conv: Node, *, is_inference: bool) -> Proof:
         raise Refuse("state_gather", uses.state_gathers[1][0], "one gather of the new state", "a second one")
     write_back = None
     for gather, axes in uses.state_gathers:
-        write_back = prove_write_back(gather, axes, history, initial.rows)
+        write_back = prove_write_back(gather, axes, history, initial)
     proof = Proof(conv, history, initial, unpacks, write_back, dilation)
     prove_unmutated(graph, _operands(proof), write_back.copy if write_back else None)
     return proof

@@ -44,6 +44,7 @@ OBLIGATIONS = {
     # The new state.
     "state_gather": "the new state is the last S columns of history before each request's end",
     "state_write_form": "the new state goes into the pool by one index_put at the slots it was read from",
+    "state_of_empty": "a request without tokens keeps its state",
     "state_pool": "the pool that is written is a graph input, and the one that was read",
     "state_mutated": "nothing else writes into the pool",
     "new_state_read": "nothing reads the new pool in the same graph",

@@ -29,7 +29,7 @@ from ple_inductor.passes.graph_facts import (
     tensor,
     without_int_cast,
 )
-from ple_inductor.passes.initial_state import StateRows, indexed_slots, pool_behind, state_rows
+from ple_inductor.passes.initial_state import InitialState, StateRows, indexed_slots, pool_behind, state_rows
 from ple_inductor.passes.packed_history import History
 from ple_inductor.passes.ragged_index import is_lengths
 from ple_inductor.passes.refusal import Refuse
@@ -53,8 +53,9 @@ class WriteBack:
     state_length: object
 
 
-def prove_write_back(gather: Node, axes: Axes, history: History, read: StateRows | None) -> WriteBack:
-    """The evidence that ``gather``, over history with ``axes``, ends in the pool that was ``read``."""
+def prove_write_back(gather: Node, axes: Axes, history: History, initial: InitialState) -> WriteBack:
+    """The evidence that ``gather``, over history with ``axes``, ends in the pool of ``initial``."""
+    read = initial.rows
     state_length = _prove_last_columns(gather, axes, history)
     node: Node = gather
     axes = tuple("s" if axis == "j" else axis for axis in axes)
@@ -72,7 +73,35 @@ def prove_write_back(gather: Node, axes: Axes, history: History, read: StateRows
         raise Refuse("state_mutated", node, f"the pool that was read, {describe(read.pool)}", describe(pool))
     if not all(map(same, shape(node)[1:], shape(source)[1:])):
         raise Refuse("state_write_form", node, "rows as wide as the pool's", describe(source))
+    _prove_empty_requests_keep_state(node, update, history, read, initial)
     return WriteBack(read, update, _prove_copy(node, read, axes), state_length)
+
+
+def _prove_empty_requests_keep_state(
+    put: Node, update: tuple[Conjunct, ...], history: History, read: StateRows, initial: InitialState
+) -> None:
+    """A request without tokens is not updated, or with its own state, unmasked and unrounded."""
+    x, pool = tensor(history.packing.x), tensor(read.pool)
+    assert x is not None
+    assert pool is not None
+    own_state = not initial.has_initial_state and x.dtype is pool.dtype
+    if not own_state and not any(_needs_tokens(node, history) for node, negated in update if not negated):
+        raise Refuse("state_of_empty", put, "where(length > 0 and ..., new state, old state)", "no such mask")
+
+
+def _needs_tokens(mask: object, history: History) -> bool:
+    """Whether ``mask`` is only True where a request's length is above 0."""
+    if not isinstance(mask, Node):
+        return False
+    if is_op(mask, aten.bitwise_and, aten.logical_and) or is_layout(mask):
+        return any(_needs_tokens(operand, history) for operand in mask.all_input_nodes)
+    for compared, least in ((aten.gt, 0), (aten.ge, 1), (aten.ne, 0)):
+        if is_op(mask, compared):
+            length, bound = mask.args[:2]
+            if not isinstance(length, Node) or not isinstance(bound, int) or bound != least:
+                return False
+            return is_lengths(length, history.packing.index)
+    return False
 
 
 def _prove_last_columns(gather: Node, axes: Axes, history: History) -> object:

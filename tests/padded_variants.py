@@ -50,6 +50,14 @@ def _conv(history: Tensor, weight_CK: Tensor, dilation: int) -> Tensor:
     return F.conv1d(history, weight_CK.unsqueeze(1), groups=history.shape[1], dilation=dilation)
 
 
+def _put(packed: Tensor, request: Tensor, column: Tensor, x_TC: Tensor) -> None:
+    packed[request, column] = x_TC
+
+
+def _masked(has_initial: Tensor, state: Tensor) -> Tensor:
+    return torch.where(has_initial, state, torch.zeros_like(state))
+
+
 def _zeros(x_TC: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return x_TC.new_zeros(sizes)
 
@@ -62,8 +70,11 @@ def short_conv(
     *,
     buffer: Callable[..., Tensor] = _zeros,
     before_pack: Callable[..., Any] = lambda x, pool, weight: None,
+    columns_of: Callable[[Tensor], Tensor] = _same,
+    put: Callable[..., None] = _put,
     on_packed: Callable[[Tensor], Tensor] = _same,
     channels_last: Callable[[Tensor], Tensor] = lambda packed: packed.transpose(1, 2).contiguous(),
+    initial: Callable[[Tensor, Tensor], Tensor] = _masked,
     on_history: Callable[..., Any] = lambda x, pool, weight: None,
     join: Callable[[Tensor, Tensor], Tensor] = _cat,
     conv: Callable[[Tensor, Tensor, int], Tensor] = _conv,
@@ -72,6 +83,9 @@ def short_conv(
     unpack_bounds: Callable[[Tensor], Tensor] = _same,
     also: Callable[..., Any] = lambda packed, history, result, pool: None,
     write_state: bool = True,
+    updates: Callable[[Tensor], Tensor] = lambda lengths: lengths > 0,
+    offsets: Callable[[Tensor], Tensor] = _same,
+    written_slots: Callable[[Tensor], Tensor] = _same,
     at_end: Callable[..., Any] = lambda x, pool: None,
 ) -> Callable[..., Any]:
     """A padded short convolution with some of its steps exchanged."""
@@ -83,13 +97,13 @@ def short_conv(
         bounds = query_start_loc.to(torch.int64)
         positions = torch.arange(tokens)
         request = torch.searchsorted(bounds[1:], positions, right=True)
-        column = positions - bounds[request]
+        column = columns_of(positions - bounds[request])
         before_pack(x_TC, pool, weight_CK)
         packed = buffer(x_TC, (requests, max_len, channels))
-        packed[request, column] = x_TC
+        put(packed, request, column, x_TC)
         packed = channels_last(on_packed(packed))
         state = pool[slot_N][..., :columns].to(x_TC.dtype)
-        state = torch.where(has_initial_N.view(-1, 1, 1), state, torch.zeros_like(state))
+        state = initial(has_initial_N.view(-1, 1, 1), state)
         on_history(x_TC, pool, weight_CK)
         history = join(state, packed)
         result = tokens_last(activation(conv(history, weight_CK, dilation)))
@@ -99,12 +113,12 @@ def short_conv(
         extra = also(packed, history, result, pool)
         if write_state:
             lengths = bounds[1:] - bounds[:-1]
-            index = lengths.view(-1, 1, 1) + torch.arange(columns).view(1, 1, -1)
+            index = lengths.view(-1, 1, 1) + offsets(torch.arange(columns)).view(1, 1, -1)
             new = history.gather(2, index.expand(-1, channels, -1))
             old = pool.index_select(0, slot_N)
-            rows = torch.where((lengths > 0).view(-1, 1, 1), new.to(pool.dtype), old[..., :columns])
+            rows = torch.where(updates(lengths).view(-1, 1, 1), new.to(pool.dtype), old[..., :columns])
             old[..., :columns] = rows
-            pool.index_copy_(0, slot_N, old)
+            pool.index_copy_(0, written_slots(slot_N), old)
         last = at_end(x_TC, pool)
         return tuple(value for value in (out, extra, last) if value is not None)
 
