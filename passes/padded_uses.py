@@ -127,6 +127,8 @@ def _masked(node: Node, padded: dict[Node, Padded], packing: Packing) -> Padded:
         raise Refuse("mask_form", node, "where(mask, result, 0)", describe(node))
     if source not in padded or not _keeps_sizes(node, source):
         raise Refuse("mask_form", node, "a mask no larger than the result", describe(node))
+    if node.meta["val"].dtype is not source.meta["val"].dtype:
+        raise Refuse("dtype_chain", node, f"zeros of the result's dtype, {describe(source)}", describe(node))
     value = padded[source]
     masks = request_conjuncts(mask, value.axes, packing.index, packing.columns, keeps=keeps, code="mask_form")
     return Padded("result", value.axes, value.term, value.masks + masks)

@@ -45,7 +45,8 @@ def request_conjuncts(
         raise Refuse(code, mask, "a boolean mask", describe(origin))
     if is_op(origin, *_NOT):
         return _operand(origin, 0, axes, index, columns, not keeps, code)
-    if varies(axes) <= {"n"}:
+    requests = shape(index.query_start_loc)[0] - 1
+    if varies(axes) <= {"n"} and same(found.numel(), requests):
         return ((origin, not keeps),)
     if is_op(origin, *(_AND if keeps else _OR)):
         return _operand(origin, 0, axes, index, columns, keeps, code) + _operand(

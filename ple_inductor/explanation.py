@@ -113,7 +113,9 @@ class _Recorder(CustomInferenceAwareGraphPass):
 
 def _run_eager(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """In place of Inductor's compiler: let the hook see a copy of the graph, and run the original."""
-    seen = copy.deepcopy(gm)
+    # Tensor constants stay shared: under Inductor's fake mode they cannot be copied.
+    seen = GraphModule(gm, copy.deepcopy(gm.graph))
+    seen.meta.update(gm.meta)
     view_to_reshape(seen)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         fake_mode = fake_tensor_prop(seen, example_inputs)

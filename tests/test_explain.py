@@ -11,7 +11,6 @@ from padded_variants import inputs, short_conv
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
-import ple_inductor
 from ple_inductor import explain, graph_pass
 from ple_inductor.passes.outcome import MemoryCertificate, Miss, Rewrite
 from ple_inductor.report import Report
@@ -248,3 +247,12 @@ def test_an_operator_that_hides_the_code_is_named(second_version: bool) -> None:
     assert [each.name for each in report.opaque] == ["ple_inductor_tests::hidden_ple_short_conv"]
     assert "test_explain.py" in report.opaque[0].source
     assert "no candidate convolution in this graph, 1 hidden in operators" in " ".join(str(report).split())
+
+
+def test_graph_with_a_tensor_constant():
+    """The constant lies on the graph's module, which cannot be copied while values are fake."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.tensor(True), x, 0)
+
+    assert explain(fn, torch.ones(3)).graphs == 1

@@ -113,6 +113,15 @@ def ones_without_state(has_initial, state):
     return torch.where(has_initial, state, torch.ones_like(state))
 
 
+def masked_in_float(result):
+    keep = torch.ones(result.shape[0], dtype=torch.bool).view(-1, 1, 1)
+    return torch.where(keep, F.silu(result), torch.zeros(1, dtype=torch.float32))
+
+
+def masked_as_a_whole(result):
+    return torch.where(torch.tensor(True), F.silu(result), 0)
+
+
 def masked_by_value(result):
     return torch.where(result > 0, F.silu(result), 0)
 
@@ -153,6 +162,8 @@ NEAR_MISSES = [
     ("dtype_chain", dict(activation=rounded_to_half), {}),
     ("dtype_chain", dict(activation=kept_in_float), {}),
     ("mask_form", dict(activation=masked_by_value), {}),
+    ("mask_form", dict(activation=masked_as_a_whole), {}),
+    ("dtype_chain", dict(activation=masked_in_float), {}),
     ("dtype_unsupported", {}, dict(dtype=torch.float64)),
     ("padded_escapes", dict(also=lambda packed, history, result, pool: result.float().sum()), {}),
     ("padded_escapes", dict(also=lambda packed, history, result, pool: history), {}),
