@@ -11,6 +11,7 @@ from padded_variants import inputs, short_conv
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
+import ple_inductor
 from ple_inductor import explain, graph_pass
 from ple_inductor.passes.outcome import MemoryCertificate, Miss, Rewrite
 from ple_inductor.report import Report
