@@ -34,6 +34,7 @@ CRASH = Step()
 SMALL = Step(lens=(4,) * 8, channels=10240)
 LONGEST = (4096, 8192, 16384, 32768 - 7 * 16)
 FLAT = 1.15
+TURNS_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def time_rows() -> list[Row]:
     inputs = make_inputs(CRASH)
     ((eager,), (stock,), (rewritten,)) = (ready(form, CRASH, inputs) for form in FORMS)
     say("time: padded forms in turns, then the rewritten one and silu in turns")
-    eager_s, stock_s, *_ = in_turns([eager, stock, rewritten], rounds=2)
-    rewritten_s, silu_s = in_turns([rewritten, partial(F.silu, inputs.x_TC)], rounds=15)
+    eager_s, stock_s, *_ = in_turns([eager, stock, rewritten])
+    rewritten_s, silu_s = in_turns([rewritten, partial(F.silu, inputs.x_TC)])
     return [
         Row(
             "time",
@@ -114,7 +115,7 @@ def growth_rows() -> list[Row]:
     peaks = [result.peak_bytes or 0 for result in results]
     calls = ready("rewritten", steps[0], *(make_inputs(step) for step in steps))
     say("growth: four skews in turns")
-    times = in_turns(calls, rounds=15)
+    times = in_turns(calls)
     rows = [
         Row(
             "growth",
@@ -153,7 +154,7 @@ def small_rows() -> list[Row]:
     inputs = make_inputs(SMALL)
     ((eager,), (rewritten,)) = (ready(form, SMALL, inputs) for form in ("eager", "rewritten"))
     say("small steps: two codes in turns")
-    eager_s, rewritten_s = in_turns([eager, rewritten], rounds=15)
+    eager_s, rewritten_s = in_turns([eager, rewritten])
     what = "8 requests x 4 tokens, C=10,240: rewritten / padded eager"
     return [Row("small steps", what, rewritten_s / eager_s, seconds(rewritten_s, eager_s), most=1)]
 
@@ -182,11 +183,14 @@ def ready(form: str, step: Step, *batches: Inputs) -> list[Callable[[], object]]
     return [partial(call, *inputs) for inputs in batches]
 
 
-def in_turns(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median seconds of each call, all called once in each round."""
+def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Median seconds of each call, all called once in each of 2 to 15 rounds."""
+    began = time.perf_counter()
     times: list[list[float]] = [[] for _ in calls]
     with torch.compiler.set_stance("fail_on_recompile"):
-        for _ in range(rounds):
+        for done in range(15):
+            if done >= 2 and time.perf_counter() - began > TURNS_SECONDS:
+                break
             for call, taken in zip(calls, times, strict=True):
                 started = time.perf_counter()
                 call()
@@ -215,7 +219,7 @@ def show(rows: Sequence[Row], about: str) -> None:
             else "-"
         )
         verdict = {True: "[green]pass[/green]", False: "[bold red]FAIL[/bold red]", None: ""}[row.passed]
-        table.add_row(row.section, row.what, f"{row.value:.2f}", bar, verdict, row.detail)
+        table.add_row(row.section, row.what, f"{row.value:.3g}", bar, verdict, row.detail)
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=140)).print(table)
 

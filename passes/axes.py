@@ -19,7 +19,8 @@ UNIT = "1"
 Axes = tuple[str, ...]
 
 _COPIES = (aten.clone, aten.alias, aten.contiguous, aten.lift_fresh_copy)
-_RESHAPES = (aten.reshape, aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze)
+# ``view`` also has an overload that reads the same bytes as another dtype: that one changes values.
+_RESHAPES = (aten.reshape, aten.view.default, aten._unsafe_view, aten.unsqueeze, aten.squeeze)
 
 
 def is_layout(node: object) -> bool:

@@ -1,7 +1,7 @@
 """Small facts about a node: its value, its operator, sizes that are provably equal.
 
-Sizes are compared by what the shape environment already knows. Nothing here adds a guard: a size that cannot
-be proven equal counts as different.
+Sizes are compared by what the shape environment already knows: a size that cannot be proven equal counts as
+different. Only `same_or_guarded` adds a guard, and only one that holds at this compile.
 """
 
 from __future__ import annotations
@@ -39,6 +39,24 @@ def same(left: object, right: object) -> bool:
 
     left, right = value(left), value(right)
     return left is right or statically_known_true(left == right)
+
+
+def same_or_guarded(left: object, right: object) -> bool:
+    """Whether two sizes are equal at this compile; where no proof is, the compiled code is guarded on it."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    if same(left, right):
+        return True
+    left, right = value(left), value(right)
+    # Unequal sizes must not be compared by the guard: it would be one that asks for inequality.
+    hints = {_hint(left), _hint(right)}
+    return len(hints) == 1 and None not in hints and guard_or_false(left == right)
+
+
+def _hint(size: Any) -> int | None:
+    if not isinstance(size, torch.SymInt):
+        return size
+    return size.node.hint if size.node.has_hint() else None
 
 
 def is_op(node: object, *targets: object) -> bool:

@@ -29,7 +29,17 @@ from torch.fx import Graph, Node
 from ple_inductor.passes.activation import prove_activation
 from ple_inductor.passes.axes import filled_with
 from ple_inductor.passes.graph_edit import GraphEdit
-from ple_inductor.passes.graph_facts import argument, aten, describe, is_op, same, shape, tensor, value
+from ple_inductor.passes.graph_facts import (
+    argument,
+    aten,
+    describe,
+    is_op,
+    same,
+    same_or_guarded,
+    shape,
+    tensor,
+    value,
+)
 from ple_inductor.passes.initial_state import InitialState, StateRows, prove_initial_state
 from ple_inductor.passes.outcome import MemoryCertificate, Rewrite
 from ple_inductor.passes.packed_history import History, prove_history
@@ -104,7 +114,8 @@ def prove_convolution(conv: Node) -> object:
     groups = argument(conv, "groups")
     if not same(groups, channels):
         raise Refuse("conv_groups", conv, f"groups={channels}", f"groups={value(groups)}")
-    if not same(weight[0], channels) or not same(weight[1], 1):
+    # A weight whose sizes are static says nothing of symbolic channels; a layer's channels never change.
+    if not same_or_guarded(weight[0], channels) or not same(weight[1], 1):
         raise Refuse("conv_weight", conv, f"a weight [{channels}, 1, K]", describe(_weight(conv)))
     return argument(conv, "dilation")[0]
 

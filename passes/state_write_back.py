@@ -66,12 +66,14 @@ def prove_write_back(gather: Node, axes: Axes, history: History, initial: Initia
     pool, source = node.args[0], node.args[2]
     assert isinstance(pool, Node)
     assert isinstance(source, Node)
+    if "n" not in axes and same(history.packing.requests, 1):
+        axes = ("n", *axes)  # a single row may come without its unit axis
     slots = indexed_slots(node)
     if read is None or argument(node, "accumulate") or slots is not read.slots or axes[0] != "n":
         raise Refuse("state_write_form", node, "index_put at the slots that were read", describe(node))
     if pool_behind(pool, axes) != (read.pool, read.pool_axes):
         raise Refuse("state_mutated", node, f"the pool that was read, {describe(read.pool)}", describe(pool))
-    if not all(map(same, shape(node)[1:], shape(source)[1:])):
+    if len(shape(source)) < 2 or not all(map(same, shape(node)[1:], shape(source)[-2:])):
         raise Refuse("state_write_form", node, "rows as wide as the pool's", describe(source))
     _prove_empty_requests_keep_state(node, update, history, read, initial)
     return WriteBack(read, update, _prove_copy(node, read, axes), state_length)

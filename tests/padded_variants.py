@@ -86,6 +86,8 @@ def short_conv(
     updates: Callable[[Tensor], Tensor] = lambda lengths: lengths > 0,
     offsets: Callable[[Tensor], Tensor] = _same,
     written_slots: Callable[[Tensor], Tensor] = _same,
+    to_pool: Callable[[Tensor, Tensor], Tensor] = lambda new, pool: new.to(pool.dtype),
+    write: Callable[..., Any] = lambda pool, slot_N, rows: pool.index_copy_(0, slot_N, rows),
     at_end: Callable[..., Any] = lambda x, pool: None,
 ) -> Callable[..., Any]:
     """A padded short convolution with some of its steps exchanged."""
@@ -116,9 +118,9 @@ def short_conv(
             index = lengths.view(-1, 1, 1) + offsets(torch.arange(columns)).view(1, 1, -1)
             new = history.gather(2, index.expand(-1, channels, -1))
             old = pool.index_select(0, slot_N)
-            rows = torch.where(updates(lengths).view(-1, 1, 1), new.to(pool.dtype), old[..., :columns])
+            rows = torch.where(updates(lengths).view(-1, 1, 1), to_pool(new, pool), old[..., :columns])
             old[..., :columns] = rows
-            pool.index_copy_(0, written_slots(slot_N), old)
+            write(pool, written_slots(slot_N), old)
         last = at_end(x_TC, pool)
         return tuple(value for value in (out, extra, last) if value is not None)
 

@@ -153,6 +153,11 @@ NEAR_MISSES = [
     ("initial_state_form", dict(initial=ones_without_state), {}),
     ("state_gather", dict(offsets=lambda offsets: offsets.flip(0)), {}),
     ("state_write_form", dict(written_slots=lambda slots: slots.flip(0)), {}),
+    (
+        "state_write_form",
+        dict(to_pool=lambda new, pool: new.view(pool.dtype)),
+        dict(state_dtype=torch.float16),
+    ),
     ("unpack_axes", dict(tokens_last=lambda result: result), dict(channels=11)),
     ("packed_written", dict(on_packed=written_after_packing), {}),
     ("op_before_conv", dict(on_packed=F.silu), {}),

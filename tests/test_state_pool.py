@@ -193,3 +193,30 @@ def test_pool_transposed_inside_the_function():
 
     x, bounds, max_len, weight, pool, *rest = inputs([5, 11, 7])
     check(transposed, x, bounds, max_len, weight, pool.transpose(1, 2).contiguous(), *rest, rewrites=1)
+
+
+def assigned(pool, slots, rows):
+    pool[slots] = rows
+
+
+@pytest.mark.parametrize("lens", [[9], [1], [4, 7]], ids=str)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_rows_assigned_by_index(lens, dynamic):
+    """A single row reaches the pool without its unit axis."""
+    fn = short_conv(write=assigned)
+    args = inputs(lens)
+    expected, expected_args = eager(fn, *args)
+    recorded = record(fn, *args, dynamic=dynamic)
+    assert (len(recorded.rewrites), recorded.codes) == (1, [])
+    assert torch.equal(recorded.output[0], expected[0])
+    assert torch.equal(args[4], expected_args[4])
+
+
+def test_static_weight_over_symbolic_channels():
+    """Nothing but the values at hand says that a static weight has one filter a channel: a guard does."""
+    fn = short_conv(write_state=False)
+    args = inputs([5, 11, 7])
+    torch._dynamo.mark_static(args[3])
+    recorded = record(fn, *args)
+    assert (len(recorded.rewrites), recorded.codes) == (1, [])
+    assert torch.equal(recorded.output[0], fn(*args)[0])
