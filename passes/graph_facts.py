@@ -41,6 +41,12 @@ def same(left: object, right: object) -> bool:
     return left is right or statically_known_true(left == right)
 
 
+def same_sizes(left: Node, right: Node) -> bool:
+    """Whether two tensors provably have the same sizes."""
+    sizes = shape(left), shape(right)
+    return len(sizes[0]) == len(sizes[1]) and all(map(same, *sizes))
+
+
 def same_or_guarded(left: object, right: object) -> bool:
     """Whether two sizes are equal at this compile; where no proof is, the compiled code is guarded on it."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false

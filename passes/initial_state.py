@@ -21,7 +21,7 @@ from ple_inductor.passes.graph_facts import (
     describe,
     is_op,
     prims,
-    same,
+    same_sizes,
     shape,
     tensor,
 )
@@ -130,7 +130,7 @@ def _masked(node: Node, axes: Axes, history: History) -> tuple[Node, tuple[Conju
     if not keeps and not is_zero(kept):
         raise Refuse("initial_state_form", node, "where(mask, state, 0)", describe(node))
     state = kept if keeps else other
-    if not isinstance(state, Node) or not _same_sizes(state, node):
+    if not isinstance(state, Node) or not same_sizes(state, node):
         raise Refuse("initial_state_form", node, "a state as wide as the result", describe(state))
     conjuncts = request_conjuncts(
         mask,
@@ -141,8 +141,3 @@ def _masked(node: Node, axes: Axes, history: History) -> tuple[Node, tuple[Conju
         code="initial_state_form",
     )
     return state, conjuncts
-
-
-def _same_sizes(left: Node, right: Node) -> bool:
-    sizes = shape(left), shape(right)
-    return len(sizes[0]) == len(sizes[1]) and all(map(same, *sizes))

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from ple_inductor.passes.activation import CONV, Term, elementwise
 from ple_inductor.passes.axes import Axes, forward, is_layout, is_zero
-from ple_inductor.passes.graph_facts import aten, describe, is_op, same, shape, tensor
+from ple_inductor.passes.graph_facts import aten, describe, is_op, same_sizes, shape, tensor
 from ple_inductor.passes.packed_history import History, Packing
 from ple_inductor.passes.ragged_index import prove_index
 from ple_inductor.passes.refusal import Refuse
@@ -109,7 +109,7 @@ def _computed(node: Node, padded: dict[Node, Padded]) -> Padded:
         raise Refuse("activation", node, "an elementwise operator over the result alone", describe(node))
     if any(value.masks != first.masks for value in values):
         raise Refuse("mask_form", node, "one mask on all operands", describe(node))
-    if not _keeps_sizes(node, node.all_input_nodes[0]):
+    if not same_sizes(node, node.all_input_nodes[0]):
         raise Refuse("padded_escapes", node, "an operator that keeps the sizes", describe(node))
     operands = tuple(
         padded[arg].term if isinstance(arg, Node) and arg in padded else arg for arg in node.args
@@ -125,7 +125,7 @@ def _masked(node: Node, padded: dict[Node, Padded], packing: Packing) -> Padded:
     source = kept if keeps else other
     if mask in padded or not isinstance(source, Node) or not (keeps or is_zero(kept)):
         raise Refuse("mask_form", node, "where(mask, result, 0)", describe(node))
-    if source not in padded or not _keeps_sizes(node, source):
+    if source not in padded or not same_sizes(node, source):
         raise Refuse("mask_form", node, "a mask no larger than the result", describe(node))
     if node.meta["val"].dtype is not source.meta["val"].dtype:
         raise Refuse("dtype_chain", node, f"zeros of the result's dtype, {describe(source)}", describe(node))
@@ -156,8 +156,3 @@ def _unpack(node: Node, value: Padded, packing: Packing) -> Unpack:
     adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
     channels_first = adjacent and dims[0] == 1
     return Unpack(node, ("c", "t") if channels_first else ("t", "c"), value)
-
-
-def _keeps_sizes(node: Node, operand: Node) -> bool:
-    sizes = shape(node), shape(operand)
-    return len(sizes[0]) == len(sizes[1]) and all(map(same, *sizes))

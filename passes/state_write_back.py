@@ -25,6 +25,7 @@ from ple_inductor.passes.graph_facts import (
     is_op,
     prims,
     same,
+    same_sizes,
     shape,
     tensor,
     without_int_cast,
@@ -164,7 +165,7 @@ def _step(
             return user, axes, ()
         raise Refuse("dtype_chain", user, f"the new state rounded to {pool_dtype}", describe(user))
     elif is_op(user, aten.copy) and user.args[1] is node and tensor(user).dtype is pool_dtype:  # type: ignore[union-attr]
-        if _same_sizes(user, node):
+        if same_sizes(user, node):
             return user, axes, ()
     elif is_op(user, aten.where.self):
         return user, axes, _update(user, node, axes, history, read)
@@ -189,7 +190,7 @@ def _update(node: Node, new: Node, axes: Axes, history: History, read: StateRows
     assert isinstance(mask, Node)
     keeps = kept is new
     old = other if keeps else kept
-    if not isinstance(old, Node) or mask is new or not _same_sizes(node, new) or not _same_sizes(old, new):
+    if not isinstance(old, Node) or mask is new or not same_sizes(node, new) or not same_sizes(old, new):
         raise Refuse("state_write_form", node, "where(update, new state, old state)", describe(node))
     _prove_old_rows(old, axes, read)
     packing = history.packing
@@ -226,8 +227,3 @@ def _prove_copy(put: Node, read: StateRows, row_axes: Axes) -> Node:
     if target is not read.pool or read.pool.op != "placeholder" or axes != read.pool_axes or user.users:
         raise Refuse("state_pool", user, f"copy_ into the graph input {read.pool.name}", describe(target))
     return user
-
-
-def _same_sizes(left: Node, right: Node) -> bool:
-    sizes = shape(left), shape(right)
-    return len(sizes[0]) == len(sizes[1]) and all(map(same, *sizes))
